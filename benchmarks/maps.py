@@ -287,8 +287,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.runs[0].suffix == ".npz":
         print(show_claims(options.runs[0]))
         return 0
-    if options.claims and options.keep is None:
-        parser.error("--claims needs --keep FILE.npz")
+    if options.claims != (options.keep is not None) or (options.claims and options.json):
+        parser.error("--claims and --keep FILE.npz come together, and without --json")
     model = options.model or read_default_model(options.runs[0])
     runs = [load_trained(run, names=(model,)) for run in options.runs]
     steps = [step.name for step in runs[0].chain.steps]

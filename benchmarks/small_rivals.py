@@ -1,6 +1,6 @@
 """Dumb rivals on the folds of table `folds`: `python -m benchmarks.small_rivals FILE.npz [FEATURES.npz RUN ...]`.
 
-FEATURES.npz holds the frozen features that the table's runs read, FOLDER the data, RUN the table's runs (all of them or
+FEATURES.npz holds the frozen features that the table's runs read, --root the data, RUN the table's runs (all of them or
 those of one seed), whose teacher and student are compared in pairs. The rivals are logistic regressions on an 8 x 8
 thumbnail of the picture and on the same frozen features. They are trained on a fold's training cases, with the penalty
 that is best on its validation cases. Labels, logits of the runs and answers of the rivals are kept in FILE.npz. Prints

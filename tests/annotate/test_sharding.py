@@ -7,7 +7,7 @@ from annotate.answer_files import read_rows
 from annotate.misbehaving_server import MisbehavingServer, read_data
 from annotate.test_pipeline import command, read_funnel
 from PIL import Image
-from refusals import edit_json, refuse
+from refusals import refuse
 
 from stepcot_jax.annotate import runner
 from stepcot_jax.annotate.output import Shard, read_shard
@@ -106,8 +106,21 @@ def test_gaps_doubles_and_strangers_are_refused_by_name(tmp_path, source):
     before = files(folders[0])
     refuse(r"shards/0 is one of the shards; choose another folder", merge, folders, folders[0] / ".", "--overwrite")
     assert files(folders[0]) == before
-    edit_json(folders[2] / "shard.json", lambda shard: shard["annotated"].pop())
-    refuse("the shards do not hold each of 42 reports once", merge, folders, tmp_path / "none")
+
+
+def test_a_report_in_two_shards_or_none_and_a_changed_shard_are_refused(tmp_path, source):
+    folders = annotate_shards(source, tmp_path / "shards", "--images=none")
+    path = folders[2] / "shard.json"
+    shard = json.loads(path.read_text())
+    (_, number), *others = shard["annotated"]
+    first = json.loads((folders[0] / "shard.json").read_text())["annotated"][0][0]
+    for annotated in (others, [[first, number], *others]):
+        path.write_text(json.dumps({**shard, "annotated": annotated}))
+        refuse("the shards do not hold each of 42 reports once", merge, folders, tmp_path / "out")
+    path.write_text(json.dumps(shard))
+    records = folders[1] / "data.json"
+    records.write_text(json.dumps(json.loads(records.read_text())[1:]))
+    refuse(r"shards/1/data.json holds \d+; its shard.json says \d+", merge, folders, tmp_path / "out")
 
 
 def test_a_folder_holds_one_shard_and_one_killed_while_it_is_replaced_is_not_merged(tmp_path, source, monkeypatch):

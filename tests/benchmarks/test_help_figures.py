@@ -212,17 +212,26 @@ def test_the_primary_figure_of_phantom_is_that_of_the_kept_files():
 
 
 def test_the_gain_of_step_labels_is_that_of_the_kept_answers():
-    """Bits counted here; the page quotes the mean gain at each size, and its interval at the largest."""
+    """Bits counted here; the page quotes the means, the mean gain at each size, and its interval at the largest."""
     gains: dict[int, list[float]] = {}
+    right: dict[str, dict[int, list[float]]] = {}
     for path in sorted((ROOT / "docs/results/does_it_help").glob("supervision_*.npz")):
         with np.load(path) as kept:
             facts = zip(*(kept[name].tolist() for name in ("size", "withheld", "network", "set")), strict=True)
             hits = np.unpackbits(kept["right"], axis=1, count=kept["labels"][0].size)
             shares = dict(zip(facts, hits[:, 6::7].mean(axis=1), strict=True))
         for (size, withheld, network, number), share in shares.items():
+            if withheld == "none":
+                right.setdefault(network, {}).setdefault(size, []).append(100 * share)
             if (withheld, network) == ("none", "plain, seven labels"):
                 gains.setdefault(size, []).append(100 * (share - shares[size, "none", "diagnosis alone", number]))
     page = " ".join((ROOT / "docs/does_it_help.md").read_text().split())
+    table = page.partition("| diagnoses right, % |")[2]
+    for network, found in right.items():
+        cells = re.findall(r"[\d.]+", table.partition(f"| {network} |")[2])[: len(found)]
+        assert [float(cell) for cell in cells] == pytest.approx(
+            [np.mean(found[size]) for size in sorted(found)], abs=0.051
+        )
     quoted = ", ".join(f"{np.mean(gains[size]):+.1f}" for size in (300, 1000, 3000, 10000))
     assert f"With seven labels the gain is {quoted} points" in page
     interval = stats.ttest_1samp(gains[10000], 0.0).confidence_interval(0.95)

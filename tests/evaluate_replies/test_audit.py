@@ -167,6 +167,10 @@ def test_files_of_another_kind_are_refused(audit, tmp_path):
     plain.mkdir()
     write_vqa_records(plain / "records.jsonl", RECORDS)
     refuse("not as an audit wrote it", run, "score", plain, short)
+    last = next(each for each in reversed(records) if each.kind == "single" and variant_of(each) == "grey")
+    edited = msgspec.structs.replace(last, kind="closed", options=(), answer="No")
+    write_vqa_records(plain / "records.jsonl", [edited if each is last else each for each in records])
+    refuse(f"record '{last.id}': not as an audit wrote it", run, "score", plain, short)
 
 
 def test_a_policy_in_one_command_with_its_page(tmp_path, monkeypatch, capsys):

@@ -227,14 +227,18 @@ def test_what_is_written_comes_back(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "message"),
     [
-        {"temperatures": {"student": []}},
-        {"temperatures": {"teacher": ["inf"]}},
-        {"thresholds": {"teacher": ["nan"]}},
+        ({"coverage": "nan"}, r"\$\.coverage"),
+        ({"temperatures": {"student": []}}, "calibration of another chain"),
+        ({"more": " " * 2**26}, r"calibration\.json"),
+        ({"temperatures": {"teacher": ["inf"]}}, r"\.temperatures\[\.\.\.\]\[0\]"),
+        ({"thresholds": {"teacher": ["nan"]}}, r"\.thresholds\[\.\.\.\]\[0\]"),
+        ({"num_cases": {"teacher": [-1]}}, r"num_cases\[\.\.\.\]\[0\]"),
+        ({"stepcot_jax": "0.0.9", "coverage": 0}, r"written by stepcot_jax 0\.0\.9, read by "),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused(tmp_path, changes):
+def test_a_file_that_cannot_be_used_is_named(tmp_path, changes, message):
     path = tmp_path / "calibration.json"
     save(path, tested.fit_calibration(VAL, CHAIN))
-    refuse_edited("", path, lambda found: found.update(changes), tested.read_calibration, CHAIN)
+    refuse_edited(message, path, lambda found: found.update(changes), tested.read_calibration, CHAIN)

@@ -124,6 +124,16 @@ def test_pairs_on_disk_come_back(tmp_path, phantom):
     found = read_pairs(path, DEFAULT_CHAIN)
     assert list(found) == list(counts)
     assert all((found[pair] == own).all() for pair, own in counts.items())
-    for place, value in ((0, [0, 9]), (1, [[-1]])):  # a step that the chain lacks, a count below 0
-        write_pairs(path, counts)
-        refuse_edited("", path, lambda file: file["pairs"][0].__setitem__(place, value), read_pairs, DEFAULT_CHAIN)  # noqa: B023
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda file: file["pairs"][0].__setitem__(0, [0, 9]), "pairs of another chain"),
+        (lambda file: file["pairs"][0][1][0].__setitem__(0, -1), "a count is below 0"),
+    ],
+)
+def test_a_file_of_pairs_that_cannot_be_used_is_named(tmp_path, edit, message):
+    path = tmp_path / "pairs.json"
+    write_pairs(path, count_pairs(np.array([NORMAL, NODULE]), DEFAULT_CHAIN))
+    refuse_edited(message, path, edit, read_pairs, DEFAULT_CHAIN)

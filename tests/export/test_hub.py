@@ -106,6 +106,7 @@ def test_the_commit_that_was_read_is_told_and_another_revision_is_another_folder
     [
         ("hf://ann", "not an address on the Hugging Face hub; expected hf://OWNER/NAME"),
         ("hf://../../etc/passwd", "not an address"),
+        ("hf://ann/chest@", "not an address"),
         ("hf://ann/chest/more", "not an address"),
         ("hf://ann/chest@v9", "has no such revision; expected one of its branches, tags or commits"),
         ("hf://ann/nothing", r"no such repository, or a private one that this account may not read \(HTTP 401\)"),
@@ -163,6 +164,25 @@ def test_files_of_terabytes_are_refused_before_the_download(chain_export, hub, m
     assert not any(line.startswith("GET") and "/resolve/" in line for line in hub.asked)
 
 
+@pytest.mark.parametrize(
+    ("token", "endpoint", "words"),
+    [
+        (TOKEN, "http://127.0.0.1:9", "the hub cannot be reached .*, and nothing was committed; "),
+        ("hf_other", None, r"may not write there \(HTTP 403\)"),
+    ],
+)
+def test_a_push_that_fails_is_one_line_with_the_way_on(
+    chain_export, hub, monkeypatch, caplog, capsys, token, endpoint, words
+):
+    monkeypatch.setenv("HF_TOKEN", token)
+    if endpoint:
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("retries"))
+    push = ["push", str(chain_export[1]), "ann/chest"]
+    refuse(f"^hf://ann/chest: .*{words}.*export push .*out ann/chest uploads it", main, push)
+    assert not endpoint or (caplog.records, capsys.readouterr()) == ([], ("", ""))
+
+
 def test_what_cannot_be_pushed_is_refused_before_the_work(chain_export, hub, tmp_path, monkeypatch):
     flags = [f"--checkpoint={chain_export[0]}", f"--out={tmp_path / 'out'}"]
     stray = chain_export[1] / "patients.csv"
@@ -174,9 +194,6 @@ def test_what_cannot_be_pushed_is_refused_before_the_work(chain_export, hub, tmp
     ):
         refuse(words, main, arguments)
     stray.unlink()
-    monkeypatch.setenv("HF_TOKEN", "hf_other")
-    push = ["push", str(chain_export[1]), "ann/chest"]
-    refuse(r"^hf://ann/chest: .*may not write there \(HTTP 403\).*export push .*out ann/chest uploads it", main, push)
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(BadInput, match="no token for the Hugging Face hub; run hf auth login, or set HF_TOKEN"):
         main([*flags, "--push-to-hub=ann/chest"])

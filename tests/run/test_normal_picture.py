@@ -2,6 +2,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from refusals import refuse
 from run.small_run import SIZES
 
 from stepcot_jax.chain import Chain, Step
@@ -37,3 +38,14 @@ def test_there_is_none_of_few_pictures_or_without_a_normal_answer(dataset):
     for options in (("Fracture", *last.options[1:]), (*last.options[1:], "N/A")):
         other = Chain((*steps, Step(last.name, last.question, options)))
         assert results.mean_normal_picture(dataclasses.replace(dataset, chain=other)) is None
+
+
+def test_a_picture_comes_back_and_a_wrong_one_is_refused(tmp_path):
+    path = tmp_path / "normal_picture.npz"
+    assert stored.read_normal_picture(path, size=16) is None
+    pixels = np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8)
+    stored.write_normal_picture(path, stored.NormalPicture(pixels, 30))
+    found = stored.read_normal_picture(path, size=16)
+    assert found.num_cases == 30
+    np.testing.assert_array_equal(found.pixels, pixels)
+    refuse(r"a picture of shape \(16, 16, 3\); expected \(32, 32, 3\)", stored.read_normal_picture, path, size=32)

@@ -24,7 +24,7 @@ from stepcot_jax.run.inputs import Feed
 from stepcot_jax.run.plain_network import name_plain_command
 from stepcot_jax.run.results import Validated, choose, fit_gates, fit_heads, measure_given, read_features, write_results
 from stepcot_jax.run.settings import load_settings
-from stepcot_jax.run.stored import check_sealed
+from stepcot_jax.run.stored import check_sealed, read_reading
 from stepcot_jax.systems.networks import encode_in_parts
 from stepcot_jax.training.checkpoints import Best, restore_params
 
@@ -314,3 +314,9 @@ def test_too_few_validation_images_for_the_false_alarms_give_no_gate(trained, sh
     share /= len(task.dataset.splits.val) + 1
     gates = fit_gates(task.feed, task.system, lambda _: params, false_alarms=share, say=print)
     assert bool(gates) == has_gate
+
+
+def test_a_run_says_what_it_was_trained_on(trained):
+    found, num_train = read_reading(trained.workdir).trained_on, len(trained.run.task.dataset.splits.train)
+    num_cases = trained.run.settings.phantom.num_cases
+    assert found == f"phantoms (drawn images), {num_train} training cases of {num_cases}"

@@ -107,6 +107,14 @@ def test_two_patients_give_no_verdict_however_narrow_their_interval():
     assert comparison.num_patients("chain_accuracy") == NUM_CASES // 2
 
 
+def test_verdicts_are_worded_for_the_training_runs():
+    qualities = {"better": 0.9, "worse": 0.3}
+    splits = [make_split(qualities, seed=seed) for seed in range(3)]
+    for count, said in ((1, "lower in this run"), (2, "lower in both runs"), (3, "lower")):
+        comparison = AnswerComparison(splits[:count], 60, chain=CHAIN)
+        assert word_verdicts([comparison.evidence("worse", "better", "accuracy", 1)]) == [said]
+
+
 def test_p_is_the_larger_of_two_runs_and_twice_the_median_of_three():
     splits = [make_split({"one": 0.6, "other": 0.45}, seed=seed) for seed in range(3)]
     each = []

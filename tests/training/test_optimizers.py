@@ -45,6 +45,23 @@ def test_steps_agree_with_torchs_adamw(clip, decay, eps):
         assert_close(params["kernel"], expected[1], 1e-5)
 
 
+def test_scaling_the_rate_halves_the_update():
+    optimizer = make_optimizer(learning_rate=RATE)
+    params = jax.tree.map(jnp.asarray, START)
+    state = optimizer.init(params)
+    scaled = scale_learning_rate(state, 0.5)
+    assert jax.tree.structure(scaled) == jax.tree.structure(state)
+    assert [leaf.dtype for leaf in jax.tree.leaves(scaled)] == [leaf.dtype for leaf in jax.tree.leaves(state)]
+    full, _ = optimizer.update(GRADIENTS[0], state, params)
+    half, after = optimizer.update(GRADIENTS[0], scaled, params)
+    assert np.abs(full["kernel"]).min() > 1e-3
+    jax.tree.map(lambda a, b: assert_close(2 * a, b, 1e-7), half, full)
+    again, _ = optimizer.update(GRADIENTS[1], after, params)
+    expected, _ = optimizer.update(GRADIENTS[1], scale_learning_rate(after, 2.0), params)
+    jax.tree.map(lambda a, b: assert_close(2 * a, b, 1e-7), again, expected)  # still halved
+    jax.tree.map(lambda a, b: assert_close(a, b, 0), optimizer.update(GRADIENTS[0], state, params)[0], full)
+
+
 def test_scaling_the_rate_needs_no_new_compilation():
     halve = lambda state: scale_learning_rate(state, 0.5)  # noqa: E731
     _, state, compilations = optimise(make_optimizer(learning_rate=RATE), between=halve)

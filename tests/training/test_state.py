@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from stepcot_jax.training.devices import make_mesh
@@ -56,3 +57,11 @@ def test_an_array_is_on_the_devices_before_the_next_is_cast(monkeypatch):
     monkeypatch.setattr(jax, "block_until_ready", record_wait)
     put_given(make_params(), draw())
     assert told == ["sent", "awaited"] * 4
+
+
+def test_what_does_not_fit_is_named():
+    params = make_params()
+    with pytest.raises(ValueError, match=r"given: shape \(2,\) does not fit \(3,\)"):
+        put_given(params, {"alone": np.zeros(2)})
+    with pytest.raises(ValueError, match=r"given: 'other' is not among both, one, whole"):
+        put_given(params, {"layer": {"other": np.zeros(2)}})

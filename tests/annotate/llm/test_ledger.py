@@ -5,6 +5,7 @@ import contextlib
 import pytest
 from refusals import refuse
 
+from stepcot_jax import __version__
 from stepcot_jax.annotate.llm.answers import Answers, Ledger, digest_text
 from stepcot_jax.annotate.llm.replies import Entry
 from stepcot_jax.host.errors import BadInput, RunStopped
@@ -96,6 +97,17 @@ def test_a_file_that_is_no_database_is_refused_and_answers_are_on_the_disk_at_on
     (tmp_path / "answers.sqlite").unlink()
     with opened(tmp_path) as (answers, _):
         assert answers._db.execute("PRAGMA synchronous").fetchall() == [(2,)]  # on the disk at each commit
+
+
+def test_what_another_version_wrote_is_refused_with_both_versions(tmp_path):
+    with opened(tmp_path) as (answers, ledger):
+        ledger.append(entry("a"))
+        answers.run("UPDATE answers SET entry = ?", b'{"rapport": 1}')
+        answers.run("UPDATE written SET version = '0.0.9'")
+        said = rf"not a file of answers of stepcot_jax {__version__} \(written by 0\.0\.9: .*missing required field"
+        refuse(said, ledger.find, "a", "request a")
+        answers.run("DROP TABLE written")
+    refuse(r"\(written by an unknown version: no version\)", Answers, tmp_path)
 
 
 def test_folders_are_merged_each_answer_once(tmp_path):

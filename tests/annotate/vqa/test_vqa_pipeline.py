@@ -336,6 +336,21 @@ def test_a_picture_or_mask_that_cannot_be_read_loses_its_own_views_alone(tmp_pat
         assert any(str(path) in detail for detail in details)
 
 
+def test_of_a_folder_with_files_of_two_layouts_one_is_chosen(tmp_path):
+    source, lines = tmp_path / "both", []
+    source.mkdir()
+    for name in ("a.png", "b.png", "c.png"):
+        Image.fromarray(np.zeros((64, 64), np.uint8)).save(source / name)
+        place = {"image": name, "region": "left lung", "boxes": [[1, 2, 30, 40]]}
+        lines.append(json.dumps({**place, "sentence": "A mass in the left lung.", "label": "mass"}))
+    (source / "grounded.jsonl").write_text("\n".join(lines))
+    (source / "turns.jsonl").write_text(json.dumps({"conversations": [], "images": ["a.png"]}))
+    arguments = ["vqa", str(source), "--task=rmcot", f"--out={tmp_path / 'out'}"]
+    refuse("has files of the layouts grounded and medsage; choose one", main, arguments)
+    main([*arguments, "--layout=grounded"])
+    assert {record.image for record in read_vqa_records(tmp_path / "out").records} == {"a.png", "b.png", "c.png"}
+
+
 @pytest.mark.slow
 def test_the_released_boxes_are_made_into_records_and_images_without_a_box_only_when_wanted(shared, tmp_path):
     source = shared / "data" / "nih_chestxray8"
