@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from refusals import refuse
 
-from stepcot_jax.host.errors import Preempted
+from stepcot_jax.host.errors import BadInput, Preempted, RunStopped
 from stepcot_jax.host.terminal import Terminal
 from stepcot_jax.training.checkpoints import Checkpoints, saved_steps
 from stepcot_jax.training.devices import Devices, GlobalBatch
@@ -177,6 +176,20 @@ def test_a_killed_run_resumes_to_the_same_bits(uninterrupted, tmp_path):
     assert_same(train(tmp_path), uninterrupted)
 
 
+def test_a_run_that_is_asked_to_end_saves_first(uninterrupted, tmp_path):
+    looks = itertools.count()
+    with pytest.raises(Preempted, match="saved after SIGTERM"):
+        train(tmp_path, asked=lambda: next(looks) == 9)
+    assert_same(train(tmp_path), uninterrupted)
+
+
+def test_a_loss_that_is_not_finite_stops_by_its_name(tmp_path):
+    system = LinearRegression()
+    system.collect = lambda state, batch: {**batch, "y": batch["y"] * np.nan, "before": batch["y"]}
+    with pytest.raises(RunStopped, match="step 6: loss is nan; checkpoint 5 holds the last good state"):
+        train(tmp_path, system=system)
+
+
 class Rewarded(LinearRegression):
     """Gives rewards of the host to the log: the third update of the phase has none."""
 
@@ -217,7 +230,8 @@ def test_phases_with_batches_of_their_own_resume_and_log_what_was_collected_befo
     own = system()
     with pytest.raises(Preempted, match="step 6: saved"):
         train(tmp_path / "stopped", system=own, asked=lambda: own.seen == 5)  # between two entries of the log
-    refuse("has the positions of 2 streams of batches, expected 1", train, tmp_path / "stopped")
+    with pytest.raises(BadInput, match="has the positions of 2 streams of batches, expected 1"):
+        train(tmp_path / "stopped")
     assert_same(train(tmp_path / "stopped", system=system()), expected)
     assert train_entries(tmp_path / "stopped") == train_entries(tmp_path / "whole")
 
@@ -228,8 +242,10 @@ def test_a_stream_that_was_added_for_a_later_phase_starts_with_its_first_batch()
     longer = Plan([warm, main], first)
     longer.restore_positions({"position": 3}, step=3)
     assert (first.batches.position, second.batches.position) == (3, 0)
-    refuse("has the positions of 1 streams of batches, expected 2", longer.restore_positions, {"position": 3}, step=4)
-    refuse(r"names of phases must differ; got \['warm', 'warm'\]", Plan, [warm, warm], first, error=ValueError)
+    with pytest.raises(BadInput, match="has the positions of 1 streams of batches, expected 2"):
+        longer.restore_positions({"position": 3}, step=4)
+    with pytest.raises(ValueError, match=r"names of phases must differ; got \['warm', 'warm'\]"):
+        Plan([warm, warm], first)
 
 
 @pytest.mark.parametrize(("num_devices", "transform"), [(1, "pmap"), (4, "pmap"), (4, "shard_map")])
