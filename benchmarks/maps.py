@@ -284,7 +284,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keep", type=pathlib.Path, metavar="FILE.npz", help="where the claims of --claims are kept")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the intervals as JSON")
     options = parser.parse_args(arguments)
-    if options.runs[0].suffix == ".npz":
+    if any(run.suffix == ".npz" for run in options.runs):
+        if len(options.runs) > 1:
+            parser.error("RUN: a kept file stands alone")
         print(show_claims(options.runs[0]))
         return 0
     if options.claims != (options.keep is not None) or (options.claims and options.json):

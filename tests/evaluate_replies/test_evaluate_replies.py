@@ -170,6 +170,9 @@ def test_perturbed_questions_and_the_replies_to_them(folder):
     write_folder(folder, changed)
     words = r"p: not made of .*records\.jsonl as it is now; run `perturb` again"
     refuse(words, run, folder, mine, "--out", folder / "out", "--perturbed", *files, *flags)
+    (folder / "p" / "source.json").unlink()
+    words = r"source\.json: cannot be read .*; expected a folder that `perturb` wrote"
+    refuse(words, run, folder, mine, "--out", folder / "out", "--perturbed", *files, *flags)
 
 
 def test_prompts(folder):
